@@ -6,6 +6,7 @@
 #   MODEL=FOLDER         which model `make chat` serves, without downloading one
 #   TRAIN=1              `make chat` serves a model that it trains
 #   PORT=8000            where `make chat` answers; 0 for a free one
+#   TENSOR=3             devices that share the model of `make chat`
 #   MINUTES=9            what `make gpu` may take
 #   OUT=runs/device      where it writes, and goes on
 
@@ -27,12 +28,14 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile \
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 # Most of the quick tests' time is compiling. LLVM's cheapest settings halve it, and
 # XLA's older emitters, which hand LLVM less code, take a third of the rest; newer
-# versions do not have them. Other targets, and pytest alone, compile as users do.
+# versions do not have them. A tenth more goes where LLVM has a program whole, not
+# in parts. Other targets, and pytest alone, compile as users do.
 CHEAPEST := --xla_backend_optimization_level=0 \
   --xla_llvm_disable_expensive_passes=true
-OLDER := --xla_cpu_use_fusion_emitters=false
+OLDER := --xla_cpu_use_fusion_emitters=false \
+  --xla_cpu_parallel_codegen_split_count=1
 QUICK = XLA_FLAGS="$(CHEAPEST) $$( \
-  XLA_FLAGS=$(OLDER) JAX_PLATFORMS=cpu $(BIN)/python -c \
+  XLA_FLAGS="$(OLDER)" JAX_PLATFORMS=cpu $(BIN)/python -c \
   'import jax; jax.devices()' >/dev/null 2>&1 && echo $(OLDER)) $$XLA_FLAGS"
 # Workers, where tests wait for a server, a browser or a timeout half of the time.
 THREE_FOR_TWO = $$($(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
@@ -55,7 +58,7 @@ TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
 chat: $(VENV)/.serve-installed
 	$(BIN)/python -m experiments.serve \
 	  $(if $(MODEL),--model=$(MODEL),--chat $(if $(TRAIN),--train) --model=runs/chat) \
-	  --port=$(PORT) --log=faults
+	  --port=$(PORT) $(if $(TENSOR),--tensor=$(TENSOR)) --log=faults
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \
@@ -85,11 +88,12 @@ wheel: $(VENV)/.slow-tests-installed
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 # The real compilers of H100 and TPU, which need neither: kernels, small steps,
-# and one step at full size, beside them because it takes one core. (2.6 GB of
-# packages.)
+# and beside them, because they take one core, a step at full size and a block of
+# layers of a step of decoding. (2.6 GB of packages.)
 aot: $(VENV)/.aot-installed
-	@said=$$(mktemp); $(BIN)/python -m experiments.aot_report --preset=110b \
-	  --accelerator=h100_512 >$$said 2>&1 & report=$$!; \
+	@said=$$(mktemp); { $(BIN)/python -m experiments.aot_report --preset=110b \
+	  --accelerator=h100_512 && $(BIN)/python -m experiments.aot_report \
+	  --decode --preset=110b --accelerator=h100_8; } >$$said 2>&1 & report=$$!; \
 	  $(PYTEST) -m 'aot and not full' $(TESTS); status=$$?; \
 	  wait $$report || status=1; cat $$said; rm $$said; exit $$status
 
@@ -104,6 +108,10 @@ aot-full: aot
 	$(PYTEST) -m full $(TESTS)
 	$(BIN)/python -m experiments.aot_report --preset=13b --accelerator=h100_64
 	$(BIN)/python -m experiments.aot_report --preset=34b --accelerator=h100_128
+	$(BIN)/python -m experiments.aot_report --decode --preset=110b \
+	  --accelerator=h100_8 --layers=70
+	$(BIN)/python -m experiments.aot_report --decode --preset=34b \
+	  --accelerator=h100_8 --layers=56 --rows=256
 
 # On a machine with an accelerator: all that it can tell, as docs/device.md says.
 gpu: $(VENV)/.gpu-installed

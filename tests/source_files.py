@@ -1,4 +1,4 @@
-"""The source files of the house, tests aside, parsed."""
+"""The source files of the house, tests aside, as texts and parsed."""
 
 import ast
 import functools
@@ -9,17 +9,19 @@ DATA = 'tpu_gpu_configs'
 LINKS = [('kaiju_jax', name) for name in ('experiments', 'kernels', DATA)]
 
 
-@functools.cache
-def sources():
-  """Returns (room, path, tree) of every file, tests aside."""
-  found = []
+def texts():
+  """Yields (room, path, text) of every file, tests aside."""
   for folder in 'kaiju_jax', 'kernels', 'tpu_gpu_configs', 'experiments':
     for path in sorted((ROOT / folder).rglob('*.py')):
       parts = path.relative_to(ROOT).parts
       if parts[:2] in LINKS:
         continue  # Newer Pythons follow symbolic links.
       room = parts[1] if folder == 'kaiju_jax' else folder
-      tree = ast.parse(path.read_text())
       name = str(path.relative_to(ROOT))
-      found.append((room.removesuffix('.py'), name, tree))
-  return found
+      yield room.removesuffix('.py'), name, path.read_text()
+
+
+@functools.cache
+def sources():
+  """Returns (room, path, tree) of every file, tests aside."""
+  return [(room, path, ast.parse(text)) for room, path, text in texts()]

@@ -11,7 +11,6 @@ from kaiju_jax.data import documents
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.synthesis import settings as settings_lib
-from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations
 
 TOKENIZER = tokenizer_lib.Bytes()
@@ -142,7 +141,7 @@ def test_a_tree_has_the_passage_once_and_each_variation_below_it(tmp_path):
     variations.Variation(0, 7, 'Which number?', '17', '17', -1.0, -9.0),
     variations.Variation(2, 9, 'What is it?', '17', '17', -1.0, -8.0),
   ]
-  record = trees.record(settings.form, PASSAGES[0], kept)
+  record = variations.record(settings.form, PASSAGES[0], kept)
   assert [one.get('seed') for one in record['segments']] == [None, 7, 9]
   (tmp_path / 'qa.jsonl').write_text(json.dumps(record) + '\n')
   (document,) = documents.read(str(tmp_path / 'qa.jsonl'))

@@ -1,5 +1,6 @@
 """A workdir belongs to one experiment and to one process."""
 
+import copy
 import json
 import pathlib
 import subprocess
@@ -86,6 +87,31 @@ def test_another_experiment_is_refused_field_by_field(tmp_path):
   assert _snapshot(folder) == before
 
 
+def test_a_run_of_text_goes_on_in_a_token_store(tmp_path):
+  folder, one = tmp_path / 'run', experiment_lib.Experiment()
+  one.data.path = str(tmp_path / 'texts')
+  with workdir.open_workdir(folder, one):
+    pass
+  other = copy.deepcopy(one)
+  other.data.path = str(tmp_path / 'store')
+  (tmp_path / 'store').mkdir()
+  (folder / 'checkpoints/3').mkdir(parents=True)
+  with pytest.raises(ValueError, match=r'data\.path: .*in the workdir'):
+    workdir.check(folder, other)  # It is no store.
+  (tmp_path / 'store/token_store.json').write_text('{}')
+  with workdir.open_workdir(folder, other) as path:
+    workdir.note_start(path, other, 3)
+  workdir.check(folder, one)
+  other.data.held_out = 0.5
+  with pytest.raises(ValueError, match=r'data\.held_out: ') as error:
+    workdir.check(folder, other)
+  assert 'data.path' not in str(error.value)
+  # Without a checkpoint nothing says what the text was.
+  (folder / 'checkpoints/3').rmdir()
+  with pytest.raises(ValueError, match=r'data\.path: .*in the workdir'):
+    workdir.check(folder, other)
+
+
 @pytest.mark.parametrize(
   'path', ['gs://bucket/runs', 's3://b', 'FILE:///tmp/runs', 'x-y+1.z://a']
 )
@@ -110,31 +136,34 @@ def test_a_folder_may_have_colons(path, tmp_path, monkeypatch):
   workdir.check(path, experiment_lib.Experiment())
 
 
-def test_a_config_of_other_code_is_refused(tmp_path):
-  with workdir.open_workdir(tmp_path, experiment_lib.Experiment()):
-    pass
-  file = tmp_path / 'config.json'
-  data = json.loads(file.read_text())
-  data['model']['heads'] = data['model'].pop('num_heads')
-  file.write_text(json.dumps(data))
-  with pytest.raises(ValueError, match=r'model\.heads: 4 in the work'):
-    workdir.check(tmp_path, experiment_lib.Experiment())
-  with pytest.raises(ValueError, match=r'config\.json: model\.heads: no such'):
-    workdir.load_experiment(tmp_path)
+def _rename_heads(model):
+  model['heads'] = model.pop('num_heads')
 
 
-def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
+@pytest.mark.parametrize(
+  ('change', 'differs', 'refused'),
+  [
+    (_rename_heads, r'heads: 4 in the work', 'heads: no such'),
+    # As it was once written for no rotary angles.
+    (
+      lambda model: model.update(rope_global=None),
+      'rope_global: None in the work',
+      'rope_global=None: must be flo',
+    ),
+  ],
+)
+def test_a_config_of_other_code_is_refused(tmp_path, change, differs, refused):
   experiment = experiment_lib.Experiment()
   experiment.model.rope_global = 0.0
   with workdir.open_workdir(tmp_path, experiment):
     pass
   file = tmp_path / 'config.json'
   data = json.loads(file.read_text())
-  data['model']['rope_global'] = None
+  change(data['model'])
   file.write_text(json.dumps(data))
-  with pytest.raises(ValueError, match=r'model\.rope_global: None in the work'):
+  with pytest.raises(ValueError, match=rf'model\.{differs}'):
     workdir.check(tmp_path, experiment)
-  with pytest.raises(ValueError, match=r'model\.rope_global=None: must be flo'):
+  with pytest.raises(ValueError, match=rf'config\.json: model\.{refused}'):
     workdir.load_experiment(tmp_path)
 
 
