@@ -49,10 +49,21 @@ def test_a_mesh_reads_what_one_device_reads(
   tensor, mode, quantization, changes
 ):
   config = mesh_lives.config(quantization, **changes)
-  got, want = (read(config, n, mode) for n in (tensor, 1))
+  got, one = (read(config, n, mode) for n in (tensor, 1))
   if mode == 'reference':
-    jax.tree.map(np.testing.assert_array_equal, got, want)
+    jax.tree.map(np.testing.assert_array_equal, got, one)
     return
-  got, want = ((jax.nn.log_softmax(x), kept) for x, kept in (got, want))
-  close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
-  jax.tree.map(close, got, want)
+  # Sums of floats have another order on a mesh: it may be as far from those in
+  # one order as one device is.
+  got, one, want = (
+    (jax.nn.log_softmax(x), kept)
+    for x, kept in (got, one, read(config, 1, 'reference'))
+  )
+  for x, y, exact in zip(*map(jax.tree.leaves, (got, one, want))):
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-4)
+    assert measure_error(x, exact) <= 1.25 * measure_error(y, exact)
+
+
+def measure_error(x: jax.Array, exact: jax.Array) -> float:
+  """Returns the root of the mean squared difference."""
+  return np.sqrt(np.mean(np.square(np.float64(x) - exact)))
