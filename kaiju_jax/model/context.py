@@ -29,7 +29,11 @@ class Context(NamedTuple):
 
   @property
   def is_exact(self) -> bool:
-    """Whether devices compute as one does: without a cache, or in its order."""
+    """Whether devices add sums of codes before they scale them.
+
+    A pass of inference does that which caches nothing, or whose mode is
+    'reference'; it then has the bits of one device.
+    """
     pasts = self.pasts or {}
     return any(x is None or x.tables.plan is None for x in pasts.values())
 

@@ -39,7 +39,7 @@ class FeedForward(weighted.Weighted):
     """Returns [B, L, D]; `gain_D` is that of the norm that made x, if any.
 
     If devices split the rows, the result is this device's part of L, as is x.
-    With `is_exact` it has the bits of one device.
+    `is_exact` is `Weighted.leave`'s.
     """
     config, quantization = self.config, self.config.quantization
     shape = (config.d_model, config.d_ff)

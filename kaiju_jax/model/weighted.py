@@ -151,9 +151,12 @@ class Weighted(nn.Module):
     """Returns this device's part of L of an einsum, summed over devices.
 
     With `is_exact` sums of codes are added before they are scaled: they have
-    the bits of one device.
+    the bits of one device. Those of floats, of adapters and of a kernel that
+    is chosen by name do not.
     """
-    is_coded = self.config.quantization.matmul == 'int8'
+    quantization = self.config.quantization
+    is_coded = quantization.matmul == 'int8'
+    is_coded = is_coded and not quantization.matmul_implementation
     if is_exact and is_coded and isinstance(w, int8.Quantized):
       return self.einsum(spec, x, w, leaves=True, **options)
     return collectives.leave(self.einsum(spec, x, w, **options))

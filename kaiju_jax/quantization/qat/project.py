@@ -66,7 +66,7 @@ def einsum(
       '' for XLA's dots.
     dtype: the result's dtype, by default x's. Sums are in float32 or int32.
     leaves: whether devices add their sums of codes before they scale them; each
-      returns its part of L. It has no gradient.
+      returns its part of L. It has no gradient, and no kernel does it.
 
   Raises ValueError: the sum of so many codes may overflow an int32.
   """

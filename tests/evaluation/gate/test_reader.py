@@ -38,6 +38,7 @@ def slow(*values):
   [
     (2, 'reference', toys.int8(), {'layout': 'G0'}),
     (8, 'fast', FLOAT, {'layout': 'L0+2 G1s', 'num_kv_heads': 2}),
+    slow(2, 'fast', toys.int8(matmul_implementation='xla'), {}),
     slow(8, 'reference', toys.int8(), {'dtype': 'bfloat16'}),
     slow(4, 'reference', CHANNEL, {}),
     slow(2, 'reference', toys.int8(), {'num_kv_heads': 4}),
