@@ -136,12 +136,15 @@ def plan_cache(
     cache: bytes on all devices; None for a part of what is free.
     tensor: the devices.
   """
+  from kaiju_jax.costs import footprint
   from kaiju_jax.decoding.device import memory
   from kaiju_jax.kernels import dispatch
 
+  # One device has its weights already; on several the decoder places them.
+  each = footprint.weight_bytes(config, tensor) if tensor > 1 else 0
   return cache_plan.plan(
     config,
-    cache or memory.budget_cache(tensor),
+    cache or memory.budget_cache(tensor, tensor * each),
     texts,
     length,
     extra,

@@ -8,6 +8,7 @@ import ml_dtypes
 import pytest
 
 from kaiju_jax.costs import cache_plan
+from kaiju_jax.costs import footprint
 from kaiju_jax.decoding.device import weights
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
@@ -63,7 +64,7 @@ def test_by_default_the_budget_is_a_part_of_what_is_free(monkeypatch):
   loaded = loaded_of(max_length=2000)
   whole = pages_of(play.decoder(loaded, None, rows=9, length=2000))
   monkeypatch.setattr(
-    'kaiju_jax.decoding.device.memory.measure_free', lambda devices: whole
+    'kaiju_jax.decoding.device.memory.measure_free', lambda *_: whole
   )
   made = play.decoder(loaded, None, rows=9)
   assert pages_of(made) <= whole // 4
@@ -75,6 +76,19 @@ def played_on(tensor):
   budget = cache_plan.plan(loaded.config, 2**40, 2, 20).size
   played = play.Player(length=20, cache=budget, tensor=tensor)
   return played.decoder(loaded, None, 2), budget
+
+
+def test_weights_of_several_devices_are_placed_before_the_cache(monkeypatch):
+  config = loaded_of(layout='L0 G1', num_heads=4, vocab_size=62).config
+  waiting = []
+  monkeypatch.setattr(
+    'kaiju_jax.decoding.device.memory.measure_free',
+    lambda devices, bytes: waiting.append((devices, bytes)) or 2**30,
+  )
+  for tensor in 1, 2:
+    play.plan_cache(config, None, 1, 20, 0, tensor)
+  each = footprint.weight_bytes(config, 2)
+  assert waiting == [(1, 0), (2, 2 * each)]
 
 
 def test_pages_have_slots_for_all_devices(monkeypatch):

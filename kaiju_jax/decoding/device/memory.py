@@ -17,28 +17,31 @@ def trim() -> None:
   release(0)
 
 
-def measure_free(devices: int = 1) -> int:
+def measure_free(devices: int = 1, waiting: int = 0) -> int:
   """Returns the free bytes of the first devices together.
 
   For a CPU, or several simulated ones, they are the machine's, or those that
-  its control group leaves. What cached files occupy counts as free.
+  its control group leaves. What cached files occupy counts as free. `waiting`
+  are bytes in the machine's memory that the devices take first.
   """
   import jax
 
   stats = [one.memory_stats() or {} for one in jax.devices()[:devices]]
   if all('bytes_limit' in one for one in stats):
-    return sum(one['bytes_limit'] - one['bytes_in_use'] for one in stats)
+    free = sum(one['bytes_limit'] - one['bytes_in_use'] for one in stats)
+    return free - waiting
   return min(_of_machine(), _of_group())
 
 
-def budget_cache(devices: int = 1) -> int:
+def budget_cache(devices: int = 1, waiting: int = 0) -> int:
   """Returns how many bytes a cache may have by default on the first devices.
 
   They are at most a quarter of the free memory, and a power of two: programs
   have the cache's shape, so that a later start finds them compiled only if it
   chooses the same size, though somewhat more or less memory is free then.
   """
-  return 1 << max(measure_free(devices) // 4, 1).bit_length() - 1
+  free = measure_free(devices, waiting)
+  return 1 << max(free // 4, 1).bit_length() - 1
 
 
 def _of_machine() -> int:
