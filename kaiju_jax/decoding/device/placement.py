@@ -157,13 +157,15 @@ def jit(
   return jax.jit(
     placed,
     donate_argnums=donate_argnums,
-    compiler_options=reference.OPTIONS if is_reference else _fast_options(),
+    compiler_options=reference.OPTIONS
+    if is_reference
+    else _fast_options(mesh.devices.flat[0].platform),
   )
 
 
-def _fast_options() -> dict[str, str] | None:
-  """Returns the compiler's options in the fast mode."""
-  return _UNBROKEN if dispatch.platform() == 'cpu' else None
+def _fast_options(platform: str) -> dict[str, str] | None:
+  """Returns the compiler's options for a platform in the fast mode."""
+  return _UNBROKEN if platform == 'cpu' else None
 
 
 class Place:
@@ -187,7 +189,9 @@ class Place:
     self.plain_jit: Any = (
       reference.jit
       if self._is_reference
-      else functools.partial(jax.jit, compiler_options=_fast_options())
+      else functools.partial(
+        jax.jit, compiler_options=_fast_options(dispatch.platform())
+      )
     )
 
   def jit(
