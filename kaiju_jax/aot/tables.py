@@ -140,11 +140,19 @@ def plan_decoding(
 ) -> dict[str, dict[str, Any]]:
   """Returns {arm: its figures} of decoding on all devices of a slice.
 
-  Raises ValueError: see `model_config.check_tensor` and `MeshPlan.seconds`.
+  Raises ValueError: see `model_config.check_tensor` and `MeshPlan.seconds`; the
+    slice is one device.
   """
+  count = accelerator.devices
+  if count == 1:
+    raise ValueError(
+      f'accelerator={accelerator.name!r}: must have at least two devices, which'
+      ' share the cache; it has one.'
+    )
   figures = {}
   for arm in mesh_decoding.ARMS:
-    if arm.kv_heads and config.num_heads % arm.kv_heads:
+    heads = arm.kv_heads or 1
+    if config.num_heads % heads or (heads % count and count % heads):
       continue
     plan = mesh_decoding.MeshPlan(config, accelerator, arm)
     figures[arm.name] = {
@@ -215,7 +223,8 @@ def tabulate_decoding(
     ),
     'Decoding by arithmetic: memory of one device',
     f'of {mesh_decoding.SHARE:.0%} of the memory, less'
-    f' {mesh_decoding.RESERVED[platform] / 1e9:g} GB (our guess)',
+    f' {mesh_decoding.RESERVED[platform] / 1e9:g} GB (our guess); no limit of a'
+    ' kernel',
     look='light',
   )
   yield report.Table(

@@ -154,7 +154,11 @@ class MeshPlan:
     return SHARE * chip.hbm_bytes - taken
 
   def texts(self, length: int) -> int:
-    """Returns how many texts of a length fit."""
+    """Returns how many texts of a length fit, by memory alone.
+
+    On a GPU `paging.check_platform` refuses pools of so many codes that the
+    kernel cannot address.
+    """
     return max(0, int(self.free // sum(self.text_bytes(length).values())))
 
   def tokens(self, rows: int = ROWS) -> float:

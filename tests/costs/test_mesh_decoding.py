@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from kaiju_jax import tpu_gpu_configs
+from kaiju_jax.aot import tables
 from kaiju_jax.costs import footprint
 from kaiju_jax.costs import mesh_decoding
 from kaiju_jax.decoding.device import extend
@@ -206,6 +207,24 @@ def test_a_model_that_the_mesh_cannot_split_is_refused():
   there = tpu_gpu_configs.load('h100_8')
   with pytest.raises(ValueError, match=r'num_heads=100: .*mesh.tensor=8'):
     _ = mesh_decoding.MeshPlan(config, there).free
+
+
+def test_one_device_is_no_mesh():
+  there = tpu_gpu_configs.load('h100_4')
+  one = dataclasses.replace(there, name='h100_1', devices_per_host=1)
+  with pytest.raises(ValueError, match=r"='h100_1': must .* two devices"):
+    tables.plan_decoding(presets.preset('34b'), one)
+
+
+def test_an_arm_that_the_slice_cannot_split_is_left_out():
+  # Eight heads go neither to 12 devices nor 12 to eight.
+  there = tpu_gpu_configs.load('h100_4')
+  many = dataclasses.replace(there, devices_per_host=12)
+  config = dataclasses.replace(
+    presets.preset('34b'), num_heads=96, d_ff=9216, vocab_size=12_288
+  )
+  arms = tables.plan_decoding(config, many)
+  assert {arm.name for arm in mesh_decoding.ARMS if not arm.kv_heads} == {*arms}
 
 
 def test_nine_heads_over_three_go_to_three_devices():
