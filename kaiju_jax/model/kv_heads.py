@@ -20,7 +20,7 @@ nothing is folded, and the program is the same as without this module.
 The mesh axis `tensor` splits the query heads, while each device makes keys and
 values of all U heads. `own` keeps the heads that the device's query heads read:
 U / tensor of them, or one where several devices share a head.
-`training/fit.py` refuses all other widths.
+`config.check_tensor` refuses all other widths.
 """
 
 from typing import TypeVar

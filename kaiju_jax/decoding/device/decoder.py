@@ -34,7 +34,8 @@ from kaiju_jax.wire import ternary_plan
 Closed = interrupts.Closed
 
 
-# One object per change: decoders of equal shapes share what is compiled.
+# One object per change: decoders of equal shapes share what is compiled for one
+# device in the fast mode.
 @functools.cache
 def _of_cache(
   change: Callable[..., cache_lib.Cache], pools: cache_lib.Pools

@@ -164,7 +164,7 @@ class PageCopies:
     return numbers
 
 
-# One object per pools, so that decoders of equal shapes share what is compiled.
+# One object per pools, as `decoder._of_cache` has one per change.
 @functools.cache
 def _taking(pools: cache_lib.Pools) -> Callable[..., Any]:
   """Returns a function that returns the arrays of pages by kind, [n·U, S, …].
