@@ -184,8 +184,14 @@ def run(
   if (launcher.at_once, how.devices_per_job) == (1, None):
     _train_here(missing, finish)
     return
+  # A task of an array that was submitted before may be training there.
+  busy = (BlockingIOError,) if how.launch == 'slurm' else ()
   for job in missing if command is None else ():
-    with workdir.open_workdir(job.folder, start.resolve(job.experiment)):
+    experiment = start.resolve(job.experiment)
+    with (
+      contextlib.suppress(*busy),
+      workdir.open_workdir(job.folder, experiment),
+    ):
       pass  # Its config.json is all that the process needs.
   statuses, completed = run_commands(planned, launcher, finish)
   if not completed:

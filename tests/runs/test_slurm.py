@@ -1,5 +1,6 @@
 """An array of Slurm runs commands, saves before its limit, and goes on."""
 
+from concurrent import futures
 import itertools
 import json
 import os
@@ -97,7 +98,12 @@ def test_a_sweep_is_an_array_with_a_task_per_run(monkeypatch, tmp_path):
     jobs = grid.cross(
       lambda _: sweep.get_config(), 'a', range(counts), tmp_path
     )
-    found = grid.losses(dict(enumerate(jobs)), how, tmp_path / 'root')
+    # What a task of an earlier array trains is waited for.
+    held = workdir.open_workdir(jobs[-1].folder, jobs[-1].experiment)
+    with futures.ThreadPoolExecutor(1) as other:
+      other.submit(held.__enter__).result()
+      found = grid.losses(dict(enumerate(jobs)), how, tmp_path / 'root')
+      other.submit(held.__exit__, None, None, None).result()
     assert found == dict(enumerate(map(float, range(counts))))
   names = [f'a seed {seed}' for seed in range(9)]
   assert submitted[0] == (tmp_path / 'root' / 'slurm', names[:1])
