@@ -85,8 +85,10 @@ def write(
     **encoder.settings,
   )
   folder = pathlib.Path(os.path.expanduser(out))
-  differs = _begin(folder, settings, out)
+  _begin(folder, settings, out)
   with locks.hold(folder / '.lock', f'store {out}', 'tokenizes', '--out'):
+    # Another process may have changed or finished it before the lock was ours.
+    differs = _begin(folder, settings, out)
     if not corpora.read_manifest(folder).is_whole:
       for partial in folder.glob(f'.*{files.PARTIAL}'):
         partial.unlink()
@@ -168,7 +170,7 @@ def _begin(folder: pathlib.Path, settings: corpora.Settings, out: str) -> str:
 
   Returns:
     An error for where the files of a begun store are others by now, unless its
-    first shard is of these; '' for none.
+    first shard is of these, or it has none; '' for none.
   """
   if documents_lib.is_store(out):
     held = corpora.read_manifest(folder)
@@ -213,13 +215,14 @@ def _missing(
 ) -> Iterator[_Task]:
   """Yields the shards that are still to be written; fills `paths` with all.
 
-  It raises `differs`, an error, if the first shard is to be written.
+  It raises `differs`, an error, if the first shard is to be written beside
+  others.
   """
-  characters = 0
+  characters, is_begun = 0, any(folder.glob('*.safetensors'))
   for found in shards:
     paths.append(corpora.shard_path(folder, len(paths)))
     if not _holds(paths[-1], found):
-      if differs and len(paths) == 1:
+      if differs and is_begun and len(paths) == 1:
         raise ValueError(differs)
       yield paths[-1], found
     characters += sum(encoder.measure(one) for one, _ in found)

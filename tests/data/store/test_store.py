@@ -341,6 +341,38 @@ def test_refused_text_that_is_mended_goes_to_the_same_folder(tmp_path, refused):
   assert _bytes(store) == _bytes(tmp_path / 'whole')
 
 
+@pytest.mark.parametrize('is_finished', [False, True])
+def test_text_that_changes_before_the_first_shard(
+  tmp_path, monkeypatch, is_finished
+):
+  """A kill binds the folder to nothing; what another finishes, it does."""
+  file, store = tmp_path / 'texts.jsonl', tmp_path / 'store'
+  lines = ''.join(f'{{"text": "old {i}"}}\n' for i in range(40))
+  file.write_text(lines)
+  with monkeypatch.context() as patch:
+    patch.setattr(shards_lib, 'write', lambda *_: signal.raise_signal(2))
+    with pytest.raises(KeyboardInterrupt):
+      _make(file, store)
+  hold = locks.hold
+
+  def finish(*named):
+    monkeypatch.setattr(locks, 'hold', hold)
+    file.write_text(lines)
+    _make(file, store)
+    file.write_text(lines.replace('old', 'new'))
+    return hold(*named)
+
+  file.write_text(lines.replace('old', 'new'))
+  if not is_finished:
+    _make(file, store)
+    _make(file, tmp_path / 'whole')
+    assert _bytes(store) == _bytes(tmp_path / 'whole')
+    return
+  monkeypatch.setattr(locks, 'hold', finish)
+  with pytest.raises(ValueError, match='data differs'):
+    _make(file, store)
+
+
 def test_runs_of_one_text_encode_it_once(tmp_path, monkeypatch):
   path = _write_texts(tmp_path / 'texts', 'files')
   monkeypatch.setattr(write, '_HAS_AFFINITY', False)
