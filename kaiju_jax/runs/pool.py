@@ -193,11 +193,24 @@ def end_with_parent() -> None:
   ends that called `start`: the main one, which handles signals.
   """
   parent = int(os.environ.pop(_PARENT, 0))
-  # Not where a command of another kind, which left the variable, is between.
-  if sys.platform == 'linux' and os.getppid() == parent:
+  if sys.platform != 'linux' or not parent:
+    return
+  if os.getppid() == parent:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-      os.kill(os.getpid(), signal.SIGTERM)
+  # Not where a command of another kind, which left the variable, is between:
+  # what `start` started leads a session.
+  is_own = os.getsid(0) == os.getpid()
+  if os.getppid() != parent and is_own and _has_ended(parent):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _has_ended(process: int) -> bool:
+  """Returns whether a process has ended, be it waited for or not; on Linux."""
+  try:
+    stat = pathlib.Path(f'/proc/{process}/stat').read_bytes()
+  except (FileNotFoundError, ProcessLookupError):
+    return os.path.exists('/proc/self')
+  return stat.rpartition(b')')[2].split()[0] in b'ZX'
 
 
 @contextlib.contextmanager

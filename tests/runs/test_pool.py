@@ -47,6 +47,14 @@ pool.end_with_parent()
 print('KAIJU_PARENT' in os.environ, 'ready', flush=True)
 time.sleep(60)
 """
+# Is ready only after the end of its parent.
+LATE = SAVES.replace(
+  'pool.end_with_parent()',
+  "print('False ready', flush=True)\n"
+  "while os.path.exists('/proc/' + os.environ['KAIJU_PARENT']):\n"
+  '  time.sleep(0.02)\n'
+  'pool.end_with_parent()',
+)
 STARTS = """
 import pathlib, sys
 from kaiju_jax.runs import pool
@@ -72,7 +80,13 @@ def until(condition, seconds=60):
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='prctl is of Linux')
 @pytest.mark.parametrize(
-  'source, said', [(SAVES, 'saved'), (BETWEEN % SAVES, 'lived')]
+  'source, said',
+  [
+    (SAVES, 'saved'),
+    (LATE, 'saved'),
+    (BETWEEN % SAVES, 'lived'),
+    (BETWEEN % LATE, 'lived'),
+  ],
 )
 def test_a_command_saves_when_its_parent_is_killed(tmp_path, source, said):
   def wait_for(word):
@@ -84,6 +98,7 @@ def test_a_command_saves_when_its_parent_is_killed(tmp_path, source, said):
     wait_for('False ready\n')
     parent.kill()
   wait_for(f'{said}\n')
+  assert ('\nsaved\n' in log.read_text()) == (said == 'saved')
 
 
 @pytest.mark.parametrize(
