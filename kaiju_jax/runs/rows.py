@@ -54,11 +54,15 @@ def read(workdir: str | os.PathLike[str], step: int, source: str = '') -> Step:
   """
   experiment = workdir_lib.load_experiment(workdir)
   task, own = experiment.data.task, experiment.parts
-  if bool(source) != (task not in tasks.TASKS):
-    raise ValueError(
-      f'--parts={source}: must be {own.source!r}, or where that is now, because'
-      f' of data.task={task!r}; it is executed, and must be as it was.'
-    )
+  is_ours = task in tasks.TASKS
+  if bool(source) == is_ours:
+    wanted = f"'', because of data.task={task!r}."
+    if not is_ours:
+      wanted = (
+        f'{own.source!r}, or where that is now, because of data.task={task!r};'
+        ' it is executed, and must be as it was.'
+      )
+    raise ValueError(f'--parts={source}: must be {wanted}')
   if source:
     own = dataclasses.replace(own, source=source)
     experiment = dataclasses.replace(experiment, parts=own)

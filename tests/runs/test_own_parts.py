@@ -149,7 +149,9 @@ def edit(file, old, new):
 
 def test_rows_are_read_with_the_source_that_is_named(file, tmp_path, table):
   run, ours = tmp_path / 'run', tmp_path / 'ours'
-  for folder, experiment in (run, read(file)), (ours, toys.tiny_experiment('')):
+  made, other = read(file), toys.tiny_experiment('')
+  other.parts = made.parts  # As of an objective of one's own.
+  for folder, experiment in (run, made), (ours, other):
     with workdir_lib.open_workdir(folder, experiment):
       pass
   for held in table.values():
