@@ -16,6 +16,7 @@ import numpy as np
 from kaiju_jax.data import choices as choices_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import conversations as conversations_lib
+from kaiju_jax.data import documents
 from kaiju_jax.data import loader
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -112,11 +113,13 @@ def check_start(experiment: experiment_lib.Experiment) -> None:
   if start and (_has_reference(start, model) or model in _list(start)):
     return
   fix = f'--model={start}' if start else '--model=MODEL, and set begin_with'
+  data, more = experiment.data.path, ''
+  if documents.is_store(data):
+    data, more = 'FILES', f', of the files of which {data} was made'
   raise ValueError(
     f'data.reference={path!r}: was not made by the model of'
     f' begin_with={start!r}, from which the policy starts. Make it anew:'
-    f' experiments.align {fix} --data={experiment.data.path}'
-    f' --reference={path}'
+    f' experiments.align {fix} --data={data} --reference={path}{more}'
   )
 
 
