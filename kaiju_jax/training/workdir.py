@@ -133,10 +133,10 @@ def check(
     _refuse_leftovers(path)
     return
   differences = compare(_read(path / _CONFIG), wanted)
-  if 'data.path' in differences and checkpoints(path):
+  if 'data.path' in differences and _records_text(path):
     from kaiju_jax.data import documents
 
-    # A token store of the same text: the checkpoint has the text's digest.
+    # A token store: whether it is of the same text, the loader checks.
     if documents.is_store(experiment.data.path):
       del differences['data.path']
   if not differences:
@@ -310,6 +310,14 @@ def read_position(path: str | os.PathLike[str], step: int) -> dict[str, Any]:
   """
   folder = pathlib.Path(path) / CHECKPOINTS / str(step)
   return files.read_json(folder / 'data' / 'metadata')
+
+
+def _records_text(path: pathlib.Path) -> bool:
+  """Returns whether the latest checkpoint to be read has its text's digest."""
+  for step in reversed(checkpoints(path)):
+    with contextlib.suppress(OSError, ValueError):
+      return 'text' in read_position(path, step)
+  return False
 
 
 def _refuse_leftovers(path: pathlib.Path) -> None:

@@ -95,10 +95,13 @@ def test_a_run_of_text_goes_on_in_a_token_store(tmp_path):
   other = copy.deepcopy(one)
   other.data.path = str(tmp_path / 'store')
   (tmp_path / 'store').mkdir()
-  (folder / 'checkpoints/3').mkdir(parents=True)
+  position = folder / 'checkpoints/3/data/metadata'
+  position.parent.mkdir(parents=True)
+  position.write_text('{"row": 6, "text": {}}')
   with pytest.raises(ValueError, match=r'data\.path: .*in the workdir'):
     workdir.check(folder, other)  # It is no store.
   (tmp_path / 'store/token_store.json').write_text('{}')
+  (folder / 'checkpoints/4').mkdir()  # Nothing can be read of it.
   with workdir.open_workdir(folder, other) as path:
     workdir.note_start(path, other, 3)
   workdir.check(folder, one)
@@ -106,10 +109,11 @@ def test_a_run_of_text_goes_on_in_a_token_store(tmp_path):
   with pytest.raises(ValueError, match=r'data\.held_out: ') as error:
     workdir.check(folder, other)
   assert 'data.path' not in str(error.value)
-  # Without a checkpoint nothing says what the text was.
-  (folder / 'checkpoints/3').rmdir()
-  with pytest.raises(ValueError, match=r'data\.path: .*in the workdir'):
-    workdir.check(folder, other)
+  # Without a checkpoint, or by an older one, nothing says what the text was.
+  for older in (lambda: position.write_text('{"row": 6}'), position.unlink):
+    older()
+    with pytest.raises(ValueError, match=r'data\.path: .*in the workdir'):
+      workdir.check(folder, other)
 
 
 @pytest.mark.parametrize(
