@@ -38,7 +38,7 @@ def run(settings: settings_lib.Needle) -> None:
     task=settings.task,
     data=settings.data,
   )
-  if settings.report:
+  if settings.report and not settings.dry_run:
     _publish(settings, questions.read(jobs), jobs)
 
 

@@ -68,7 +68,7 @@ def ask_trained(settings: settings_lib.Recall) -> None:
   )
   questions = arms.RecallQuestions(settings.questions, settings.evaluation_seed)
   questions.run(jobs, settings, out)
-  if settings.report:
+  if settings.report and not settings.dry_run:
     found = publish(questions.read(jobs), jobs, out)
     print(found.markdown())
     decision_lib.finish(found.decision)

@@ -81,6 +81,21 @@ def test_every_grid_is_an_array_and_a_dry_run_shows_it(
   assert not (tmp_path / 'out').exists()
 
 
+def test_a_dry_run_of_what_is_finished_writes_nothing(
+  monkeypatch, tmp_path, capsys
+):
+  monkeypatch.setattr(grid, 'is_done', lambda *_: True)
+  options = {'dry_run': True, 'out': str(tmp_path / 'out'), 'seeds': (0, 1)}
+  needle.run(settings_lib.Needle(arms=('full',), **options))
+  asked = {'responder': gate_settings.Responder(), 'arms': ('full',)}
+  recall.ask_trained(settings_lib.Recall(**asked, **options))
+  assert capsys.readouterr().err.count('2 of 2 runs: finished before.') == 2
+  # A sweep measures on: later runs of it may be missing.
+  measured = types.SimpleNamespace(measure=lambda *_: None)
+  study.RateGrid(**options).run(measured, sweep.get_config())
+  assert not (tmp_path / 'out').exists()
+
+
 def test_a_sweep_is_an_array_with_a_task_per_run(monkeypatch, tmp_path):
   """Its tasks have the names of runs, so that none is submitted twice."""
   done = planted.Jobs(monkeypatch, lambda experiment: float(experiment.seed))

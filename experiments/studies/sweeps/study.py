@@ -53,7 +53,7 @@ class Frame(slurm.Launch):
   ) -> None:
     """Measures, prints, and writes NAME.json and NAME.png into the folder.
 
-    What is complete in the folder is not run again.
+    What is complete in the folder is not run again. A dry run writes nothing.
 
     Args:
       study: the module.
@@ -62,6 +62,8 @@ class Frame(slurm.Launch):
     """
     root = pathlib.Path(self.out or out)
     found = study.measure(subject, self, root)
+    if self.dry_run:
+      return
     report.Report().add(*study.parts(found)).show(publish(root, study, found))
 
 
