@@ -112,6 +112,18 @@ def test_rows_of_a_store_are_those_of_its_file(both, capsys):
   np.testing.assert_array_equal(weights[ends], factor * weights[ends - 1])
 
 
+def test_what_was_left_out_is_said_once(both, tmp_path, monkeypatch, capsys):
+  """Also by the run that makes the store of later ones."""
+  monkeypatch.setattr(write, '_HAS_AFFINITY', False)
+  monkeypatch.setattr(write, '_SMALL', 0)
+  said = set()
+  for stores in '', str(tmp_path), str(tmp_path):
+    monkeypatch.setenv('KAIJU_STORES', stores)
+    _read(both[0])
+    said.add(capsys.readouterr().err)
+  assert len(said) == 1 and len([*tmp_path.iterdir()]) == 1
+
+
 def test_eight_processes_go_on_in_a_store(both):
   def batches(one, own=None):
     found = _read(one)

@@ -55,6 +55,7 @@ def write(
   processes: int = 1,
   shard: int = 2**24,
   watch: Watch = lambda characters: None,
+  says: bool = True,
 ) -> tuple[text.Corpus, text.Corpus | None]:
   """Writes a store, or goes on with one; returns its corpora.
 
@@ -66,6 +67,7 @@ def write(
     processes: how many encode, each one shard at a time; with 1, this one does.
     shard: characters of a shard.
     watch: shows progress, from the beginning on.
+    says: whether to print what was left out.
 
   Raises:
     ImportError: a table needs a package that is missing.
@@ -111,7 +113,8 @@ def write(
           (folder / documents_lib.STORE).unlink()
         raise
   manifest, found = corpora.open_store(folder, '--out')
-  encoder.say(manifest.counts)
+  if says:
+    encoder.say(manifest.counts)
   return corpora.read(found, manifest.records)
 
 
@@ -147,7 +150,7 @@ def store_of(
     # The first process of several has the cores of all.
     count = len(os.sched_getaffinity(0)) if _HAS_AFFINITY else 1
     try:
-      write(config, out, make, processes=count)
+      write(config, out, make, processes=count, says=False)
     except BlockingIOError:
       return config
   return dataclasses.replace(config, path=out)
