@@ -8,7 +8,7 @@ r"""Measure how fast the engine serves, beside peers, over HTTP, overloaded.
 The model is that of `benchmarks.decode`, 96.6 M parameters in the shape of
 Arcee, so that peers serve equal weights: transformers' continuous
 batching (extra `interchange`), and llama.cpp where it is installed (`pip
-install xllamacpp`). What is not installed is said and left out.
+install xllamacpp gguf`). What is not installed is said and left out.
 
 `load_test/serving_parts.py` says what each part measures;
 `curve` serves the same Poisson load at several rates and draws the latency of

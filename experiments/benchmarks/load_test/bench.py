@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import functools
+import importlib
 import math
 import pathlib
 from typing import Any
@@ -191,6 +192,7 @@ def _peer(folder: pathlib.Path, peer: str, dtype: str, rows: int) -> Callable:
 
     model = transformers_serving.model(folder / 'model', dtype=dtype)
     return functools.partial(transformers_serving.serve, model, in_flight=rows)
+  importlib.import_module('xllamacpp')  # Which the module itself imports late.
   from kaiju_jax.experiments.benchmarks.load_test import llama_serving
 
   path = folder / f'{dtype}.gguf'
