@@ -313,13 +313,7 @@ def ask_facts(settings: settings_lib.ChatFacts) -> None:
   loaded = played.load(settings.model)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = chat.format_of(tokenizer)
-  decoder = play.decoder(
-    loaded,
-    tokenizer,
-    rows=_ROWS,
-    length=played.length,
-    cache=played.cache,
-  )
+  decoder = played.decoder(loaded, tokenizer, _ROWS)
   generator = generator_lib.Generator(decoder, tokenizer)
   drawn = questions.draw_questions(
     format, settings.count or 24, decoder.length, settings.seed

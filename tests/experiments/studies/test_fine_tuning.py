@@ -55,13 +55,34 @@ class Scripted:
     return types.SimpleNamespace(text=said, reason=reason)
 
 
+LOADED = types.SimpleNamespace(
+  tokenizer='',
+  config=types.SimpleNamespace(vocab_size=256, max_length=2048),
+  origin='toy',
+)
+
+
+def test_all_of_the_devices_answer(monkeypatch, capsys):
+  made = []
+
+  def decoder(*_, **settings):
+    made.append(settings)
+    return types.SimpleNamespace(length=settings['length'])
+
+  monkeypatch.setattr(fine_tuning.generator_lib, 'Generator', Scripted)
+  monkeypatch.setattr(fine_tuning.play, 'decoder', decoder)
+  monkeypatch.setattr(fine_tuning.play.Player, 'load', lambda *_: LOADED)
+  player = fine_tuning.play.Player(tensor=2, length=1024, cache=2**20)
+  asked = fine_tuning.settings_lib.ChatFacts(player=player, count=1)
+  fine_tuning.ask_facts(asked)
+  assert made == [{'rows': 16, 'length': 1024, 'cache': 2**20, 'tensor': 2}]
+  assert capsys.readouterr().out.startswith('toy, temperature 0')
+
+
 def test_replies_are_counted_by_what_was_asked(monkeypatch):
   monkeypatch.setattr(fine_tuning.generator_lib, 'Generator', Scripted)
   monkeypatch.setattr(fine_tuning.play, 'decoder', lambda *_, **__: None)
-  loaded = types.SimpleNamespace(
-    tokenizer='', config=types.SimpleNamespace(vocab_size=256, max_length=2048)
-  )
-  found = fine_tuning.examine(loaded, 40, 3)
+  found = fine_tuning.examine(LOADED, 40, 3)
   assert (found.refused, found.refused_benign, found.requests) == (30, 0, 40)
   assert all(refused == 0 for _, refused in found.by_word.values())
   assert sum(count for count, _ in found.by_word.values()) >= 40
