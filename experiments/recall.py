@@ -31,11 +31,16 @@ from kaiju_jax.experiments.studies import settings as settings_lib
 from kaiju_jax.runs import command
 from kaiju_jax.runs import flags
 
+_OF_RUNS = (
+  *('arms', 'seeds', 'report', 'jobs', 'devices_per_job', 'launch', 'dry_run'),
+)
 FLAGS = flags.flags_of(settings_lib.Recall)
 
 
 def main(argv: Sequence[str]) -> None:
   settings = FLAGS.read(argv)
+  for ruler in 'model', 'endpoint':
+    FLAGS.refuse_beside(ruler, *_OF_RUNS)
   from kaiju_jax.experiments.studies import recall
 
   if settings.responder.model or settings.responder.endpoint:

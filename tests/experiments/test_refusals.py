@@ -151,6 +151,8 @@ recall
   --model=a --endpoint=b → either --model or --endpoint
   --model=nowhere --kinds=x → --kinds: 'x' is not one of multi_key
   --model=nowhere --lengths=4 → lengths=[4]: no row of them
+  --model=nowhere --dry_run → --dry_run=True: has no effect with --model
+  --endpoint=http://x/v1 --jobs=3 → --jobs=3: has no effect with --endpoint
 refusal
   --safety=x --planted → --out is missing
   --out=nowhere --planted → --safety is missing
