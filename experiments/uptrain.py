@@ -72,4 +72,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  command.run(main)
+  command.run(main, ImportError)

@@ -147,6 +147,7 @@ def write(
     OSError, ValueError: the teacher cannot be read or shares keys and values,
       its weights do not fit the student, the text cannot be read, no layout
       meets the budget, or the folder exists.
+    ImportError: a budget of a teacher with a chat template needs jinja2.
   """
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import plain
@@ -251,9 +252,7 @@ def _check_start(wanted: Student, start: FirstWeights, budget: Budget) -> None:
 def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
   """Returns the found student, lines about it, and the teacher's statistics."""
   from kaiju_jax.interchange.surgery import calibrate
-  from kaiju_jax.runs import defaults
   from kaiju_jax.runs import kv_budget
-  from kaiju_jax.tasks.needle import trial_rows
 
   def student(state: kv_budget.State) -> Student:
     seen = max(one.window or 0 for one in state.layers)
@@ -270,11 +269,7 @@ def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
   )
   windows = (wanted.window,) if wanted.window else kv_budget.WINDOWS
   windows = search.check(budget.kv_budget, windows)
-  tokenizer = _tokenizer(found)
-  format = defaults.read(found, tokenizer).format if found.chats else None
-  draws = trial_rows.draw_several(
-    _held_out(found, start.text), tokenizer, found.config, format
-  )
+  draws, said = _draw_rows(found, start.text)
   weights = read_weights()
   layers = range(len(weights.layers) - 1)
   statistics = calibrate.measure(
@@ -288,7 +283,23 @@ def _search(found, read_weights, wanted: Student, start: FirstWeights, budget):
   state, lines = search.run(
     weights, statistics, draws, budget.kv_budget, windows
   )
-  return student(state), lines, statistics
+  return student(state), said + lines, statistics
+
+
+def _draw_rows(found, text: str):
+  """Returns rows to measure on, and a line where none asks a question."""
+  from kaiju_jax.runs import defaults
+  from kaiju_jax.tasks.needle import trial_rows
+
+  tokenizer, said = _tokenizer(found), []
+  rest = _held_out(found, text), tokenizer, found.config
+  if found.chats:
+    try:
+      format = defaults.read(found, tokenizer).format
+      return trial_rows.draw_several(*rest, format), said
+    except ValueError as error:
+      said.append(f'  no question is asked in the chat template: {error}')
+  return trial_rows.draw_several(*rest), said
 
 
 def _is_open(layout: str) -> bool:

@@ -446,26 +446,37 @@ def test_the_one_layer_that_attends_stays_global(one_layer, monkeypatch):
   assert f'{budget:,}' in said and 'global by period' in said
 
 
-@pytest.mark.parametrize('chats, format', [('', None), ('folder', 'its own')])
+@pytest.mark.parametrize(
+  'chats, template, formats',
+  [
+    ('', 'its own', [None]),
+    ('folder', 'its own', ['its own']),
+    ('folder', ValueError('too long'), [None]),
+    ('folder', 'changes the text', ['changes the text', None]),
+  ],
+)
 def test_a_teacher_is_asked_in_the_template_that_it_has(
-  one_layer, monkeypatch, chats, format
+  one_layer, monkeypatch, chats, template, formats
 ):
   found = load.from_anywhere(one_layer / 'teacher')._replace(chats=chats)
-  monkeypatch.setattr(load, 'from_anywhere', lambda path: found)
-  monkeypatch.setattr(defaults, 'read', lambda *_: defaults.Defaults('its own'))
+  asked = []
 
-  def draw(text, tokenizer, config, asked):
-    assert asked == format
-    raise ValueError('drawn')
+  def read(*_):
+    if isinstance(template, ValueError):
+      raise template
+    return defaults.Defaults(template)
 
+  def draw(text, tokenizer, config, format=None):
+    asked.append(format)
+    if format == 'changes the text':
+      raise ValueError(format)
+
+  monkeypatch.setattr(defaults, 'read', read)
   monkeypatch.setattr(trial_rows, 'draw_several', draw)
-  with pytest.raises(ValueError, match='drawn'):
-    uptrain.write(
-      one_layer / 'teacher',
-      one_layer / 'unmade',
-      start=uptrain.FirstWeights('fitted', text=str(one_layer / 'text')),
-      budget=uptrain.Budget(10**6, 200),
-    )
+  _, said = uptrain._draw_rows(found, str(one_layer / 'text'))
+  assert asked == formats
+  words = f'  no question is asked in the chat template: {template}'
+  assert said == ([words] if chats and formats[-1] is None else [])
 
 
 @pytest.mark.parametrize(
