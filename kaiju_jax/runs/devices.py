@@ -168,9 +168,11 @@ def choose_width(
   if per_job is None or width is None:
     return per_job or width or 1
   if width != per_job and not (splits and width == 2 * per_job):
+    # Only commands with flags of a mesh have runs on several.
+    flags = ' (--fsdp × --tensor)' if width > 1 else ''
     raise ValueError(
       f'--devices_per_job={per_job}: must be {width}, the devices that each run'
-      ' spreads over (--fsdp × --tensor).'
+      f' spreads over{flags}.'
     )
   return per_job
 
