@@ -291,6 +291,14 @@ Q2_K = gguf.GGMLQuantizationType.Q2_K
       {},
       'attn_factor=0.5: must be 1',
     ),
+    *(
+      (
+        {'llama.rope.scaling.type': 'yarn', 'llama.rope.scaling.factor': wrong},
+        {},
+        f'llama.rope.scaling.factor={wrong}: must be at least 1',
+      )
+      for wrong in (-1.0, 0.0, 0.5, math.nan)
+    ),
     ({}, {'token_embd.weight': None}, 'token_embd.weight: missing'),
     ({}, {'blk.1.ffn_up.weight': None}, r'layers\.1\.mlp\.up_proj.*: missing'),
     ({}, {'blk.1.odd.weight': np.ones(3, np.float32)}, 'blk.1.odd.weight: no'),

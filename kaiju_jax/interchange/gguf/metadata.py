@@ -191,8 +191,13 @@ def _scaling(prefix: str, own: dict[str, Any]) -> dict[str, Any]:
   found = {_SCALING[key]: own.pop(key) for key in _SCALING if key in own}
   if kind == 'none':
     return {}
+  longer = found.get('factor', 1.0)
+  if not longer >= 1:
+    raise ValueError(
+      f'{prefix}rope.scaling.factor={longer!r}: must be at least 1.'
+    )
   factor = own.pop(_ATTENTION, 1.0)
-  usual = 0.1 * math.log(found.get('factor') or 1.0) + 1
+  usual = 0.1 * math.log(longer) + 1
   # Writers mean the usual factor by 1, which llama.cpp multiplies it by.
   if not (factor == 1.0 or math.isclose(factor, usual, rel_tol=1e-6)):
     raise ValueError(f'{prefix}{_ATTENTION}={factor!r}: must be 1.')
