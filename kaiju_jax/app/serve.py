@@ -362,9 +362,10 @@ def warm(engine: engine_lib.Engine) -> None:
   # Two pages that are recorded, as far as a row has room.
   room = max(engine.decoder.length - 2, 1)
   tokens = np.ones(min(2 * engine.decoder.account.page + 2, room), np.int32)
+  drawn = min(2, engine.decoder.length - 1)
   greedy = sampling.Sampling(temperature=0)
   for _ in range(2):
-    one = engine.submit(request_lib.Request(tokens, 2, greedy))
+    one = engine.submit(request_lib.Request(tokens, drawn, greedy))
     while one.reason is None:
       engine.advance()
   tree = engine.decoder.account.tree

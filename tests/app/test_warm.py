@@ -49,7 +49,7 @@ def engine(request):
   return made
 
 
-@pytest.mark.parametrize('length', [3, 6, 64])
+@pytest.mark.parametrize('length', [2, 3, 6, 64])
 def test_rows_that_hold_no_two_pages_are_warmed(length, monkeypatch):
   """Pages of several devices may have more slots than a row has tokens."""
   made = fake_engine.Engine(length=length)
