@@ -223,8 +223,8 @@ async function reply(session, {text = '', isSwipe = false, goesOn = false} = {})
 function question({session, asked, isSwipe, goesOn}) {
   const set = chosen();
   if (isSwipe && 'seed' in set) {  // Each candidate has another one.
-    const versions = siblings(state.session, path(state.session).at(-1));
-    set.seed += versions.length;
+    const own = state.sessions.find(({id}) => id === session);
+    set.seed += siblings(own, path(own).at(-1)).length;
   }
   const messages = asked ? [{role: 'user', content: asked}] : [];
   const {model, sampling} = state.server;

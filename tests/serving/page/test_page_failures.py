@@ -131,6 +131,26 @@ def test_how_replies_are_drawn_is_kept_by_the_browser(fake, talk):
     assert plain.pop('temperature') == 0.7 and not {*given} & {*plain}
 
 
+def test_a_version_asked_for_again_has_its_seed_elsewhere(fake, talk):
+  keep = "localStorage.setItem('kaiju.sampling', '{\"seed\": 7}')"
+  talk.page.evaluate(keep)
+  talk.write('Hello')
+  talk.counts(3)
+  fake.refuse(CHAT, 429, 'full.')
+  talk.last.get_by_role('button', name='A new version').click()
+  talk.tells('full.')
+
+  def leave(route):
+    talk.page.get_by_role('link', name='New').click()
+    talk.expect('#welcome').to_be_visible()
+    route.continue_()
+
+  talk.page.route('**/sessions/*', leave, times=1)
+  with talk.page.expect_response(f'**{CHAT}'):
+    talk.press('Try again')
+  assert [one['seed'] for one in fake.bodies] == [7, 8]
+
+
 def test_what_was_typed_meanwhile_stands_behind_what_comes_back(fake, talk):
   def late(route):
     talk.find('#draft').fill('Second.')
