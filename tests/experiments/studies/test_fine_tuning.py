@@ -55,28 +55,19 @@ class Scripted:
     return types.SimpleNamespace(text=said, reason=reason)
 
 
-LOADED = types.SimpleNamespace(
-  tokenizer='',
-  config=types.SimpleNamespace(vocab_size=256, max_length=2048),
-  origin='toy',
-)
+CONFIG = types.SimpleNamespace(vocab_size=256, max_length=2048)
+LOADED = types.SimpleNamespace(tokenizer='', config=CONFIG)
 
 
-def test_all_of_the_devices_answer(monkeypatch, capsys):
-  made = []
+def test_all_of_the_devices_answer(monkeypatch):
+  def decoder(*_, tensor=1, **settings):
+    raise ValueError(f'of {tensor} devices')
 
-  def decoder(*_, **settings):
-    made.append(settings)
-    return types.SimpleNamespace(length=settings['length'])
-
-  monkeypatch.setattr(fine_tuning.generator_lib, 'Generator', Scripted)
   monkeypatch.setattr(fine_tuning.play, 'decoder', decoder)
   monkeypatch.setattr(fine_tuning.play.Player, 'load', lambda *_: LOADED)
-  player = fine_tuning.play.Player(tensor=2, length=1024, cache=2**20)
-  asked = fine_tuning.settings_lib.ChatFacts(player=player, count=1)
-  fine_tuning.ask_facts(asked)
-  assert made == [{'rows': 16, 'length': 1024, 'cache': 2**20, 'tensor': 2}]
-  assert capsys.readouterr().out.startswith('toy, temperature 0')
+  player = fine_tuning.play.Player(tensor=2)
+  with pytest.raises(ValueError, match='of 2 devices'):
+    fine_tuning.ask_facts(fine_tuning.settings_lib.ChatFacts(player=player))
 
 
 def test_replies_are_counted_by_what_was_asked(monkeypatch):
