@@ -54,7 +54,7 @@ LINES, FUNCTION_LINES = 450, 80
 # What the house may weigh: files, lines of code (neither blank, comment nor
 # docstring), and lines of docstrings. A change of a number is a commit of its
 # own that says why.
-BUDGET = {'product': (840, 87_100, 26_500), 'tests': (684, 79_300, 3_450)}
+BUDGET = {'product': (840, 87_100, 26_500), 'tests': (684, 79_350, 3_450)}
 FOLDER_FILES = {'experiments': 47, 'experiments/studies': 29}  # Others have 25.
 # Names of one class of the whole house; elsewhere a name says its difference.
 ONCE = {'Conversation', 'Message', 'Reply', 'Session', 'Stream', 'Turn'}
