@@ -140,11 +140,13 @@ def plan_cache(
   from kaiju_jax.decoding.device import memory
   from kaiju_jax.kernels import dispatch
 
-  # One device has its weights already; on several the decoder places them.
-  each = footprint.weight_bytes(config, tensor) if tensor > 1 else 0
+  if not cache:
+    # One device has its weights already; on several the decoder places them.
+    each = footprint.weight_bytes(config, tensor) if tensor > 1 else 0
+    cache = memory.budget_cache(tensor, tensor * each)
   return cache_plan.plan(
     config,
-    cache or memory.budget_cache(tensor, tensor * each),
+    cache,
     texts,
     length,
     extra,
